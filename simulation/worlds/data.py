@@ -191,6 +191,8 @@ class Committer(Client):
         self.group = group
         self.confirmed = -1
         self.sent = -1
+        #: The coordinator may handle these at any time, even after later ones that came over another connection.
+        self.unanswered: set[int] = set()
         self.is_checked = False
 
     async def run(self, topic: str) -> None:
@@ -236,7 +238,9 @@ class Committer(Client):
             topics=(new("OffsetCommitRequestTopic", name=topic, partitions=(part,)),),
         )
         reply = await self.call(node, OFFSET_COMMIT, 8, request, timeout_s=0.8)
-        if reply is not None and reply.topics[0].partitions[0].error_code == ErrorCode.none:
+        if reply is None:
+            self.unanswered.add(offset)
+        elif reply.topics[0].partitions[0].error_code == ErrorCode.none:
             self.confirmed = max(self.confirmed, offset)
             self.counts["offsets committed"] += 1
 
@@ -258,7 +262,7 @@ class Committer(Client):
         offset = int(part.committed_offset)
         if (node, newest) != (newest[0], self._newest_coordinator()):
             return  # a coordinator that does not know its successor yet may answer with older offsets
-        if not confirmed <= offset <= self.sent:
+        if not confirmed <= offset <= self.sent and offset not in self.unanswered:
             raise self.loop.fail(
                 "a committed offset stays",
                 f"{self.group} has {offset}, confirmed {confirmed}, sent {self.sent}",

@@ -521,12 +521,26 @@ class _LogRecovery:
             return False  # a sync ended inside the gap or this batch, but syncs end at the end of a batch
         if segment.next_base is not None and header.last_offset >= segment.next_base:
             return False
-        following = damage_file.batch_at(fd, next_position, end, segment.base_offset, expected)
+        following = self._batch_after(fd, next_position, end, segment, expected)
         if following is None:
             return True
         # A batch that starts where the last one ended has the right offset, whatever the next one says.
         fits = not skips or following.base_offset > header.last_offset
         return fits and not self._last_epoch <= following.leader_epoch < header.leader_epoch
+
+    def _batch_after(
+        self, fd: int, position: int, end: int, segment: LogSegment, expected: int
+    ) -> BatchHeader | None:
+        """Returns the header of the batch there, or, at the end of the segment, of the first batch in the next one."""
+        if position < end or segment.next_base is None:
+            return damage_file.batch_at(fd, position, end, segment.base_offset, expected)
+        following = self.segments.items[self.segments.slot_of(segment.next_base)]
+        base = following.base_offset
+        file = self._files.pin(following)
+        try:
+            return damage_file.batch_at(file.fd, 0, following.size, base, base)
+        finally:
+            self._files.unpin(file)
 
     def _is_damage(self, expected: int, has_more: bool) -> bool:
         """Whether a bad batch is damage, not a torn tail.

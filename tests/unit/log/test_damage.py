@@ -63,13 +63,15 @@ def ranges(log: Log) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("batch", [0, 1, 3])
+@pytest.mark.parametrize("batch", [0, 1, 3, "last"])
 def test_a_flipped_byte_in_an_old_segment_costs_one_batch(tmp_path, place, batch):
     log = open_log(tmp_path / "t-0", SMALL)
     fill(log, 30)
     flush(log)
     log.abandon()
     old, size = log.segments[1], log.segments[0].size // (log.segments[1].base_offset)
+    if batch == "last":
+        batch = log.segments[2].base_offset - old.base_offset - 1
     flip_byte(old.path, batch * size + place)
     before = sizes(tmp_path / "t-0")
     reopened = open_log(tmp_path / "t-0", SMALL)

@@ -161,6 +161,18 @@ def has_other_replicas(state: PartitionState) -> bool:
     return len(state.replicas) > 1
 
 
+def _refuse_later_epochs(log: Log, state: PartitionState) -> None:
+    """A log with records of an epoch that has not begun is damaged: no checksum covers the leader epoch of a batch.
+
+    Followers would cut their logs to match it.
+    """
+    if log.epochs.latest > state.leader_epoch:
+        raise ApiError(
+            ErrorCode.kafka_storage_error,
+            f"the log has records of leader epoch {log.epochs.latest}, but epoch {state.leader_epoch} begins now",
+        )
+
+
 def is_held_elsewhere(state: PartitionState, node_id: int) -> bool:
     """Whether another replica has all committed records."""
     return bool({*state.isr, *state.elr} - {node_id})
@@ -331,6 +343,8 @@ class ReplicaManager:
         is_new = not partition.is_leader or partition.leader_epoch != state.leader_epoch
         high_watermark = max(partition.high.offset, partition.leaders_high_watermark)
         try:
+            if is_new and is_held_elsewhere(state, self._node_id):
+                _refuse_later_epochs(partition.log, state)
             partition.lead(state, local_id=self._node_id, lag_ms_max=self._lag_ms_max)
             if partition.leading is not None:
                 self._isr().wake(partition)  # starts the checks of its ISR

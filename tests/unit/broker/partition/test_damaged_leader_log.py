@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from tests.unit.broker.partition.one_broker import ME, OTHER, PEER, Broker, broker_of_three
+from tests.unit.broker.partition.one_broker import ME, OTHER, PEER, Broker, broker_of_three, turn
 from tests.unit.broker.raw_client import until
 
 from penstock.broker.partition.partition import ReplicaRole
@@ -69,6 +69,25 @@ async def test_a_leader_with_a_damaged_log_resigns_and_fetches_it_again(
     await broker.change(leader=PEER, isr=(PEER, OTHER))
     assert (broker.partition().role, broker.partition().log.end_offset) == (ReplicaRole.FOLLOWER, 0)
     assert len(list((tmp_path / "data").glob("t-0.*-stray"))) == 1, "an operator may look at it"
+
+
+@pytest.mark.parametrize(
+    ("isr", "elr", "leads"),
+    [((ME, OTHER), (), False), ((ME,), (PEER,), False), ((ME,), (), True)],
+    ids=["in sync", "eligible", "only copy"],
+)
+async def test_a_log_with_a_later_leader_epoch_does_not_lead_if_there_is_another_copy(
+    broker: Broker, isr: tuple[int, ...], elr: tuple[int, ...], leads: bool
+) -> None:
+    """As recovery leaves it if a bit of the leader epoch in the very last batch has flipped."""
+    await _written(broker)
+    await broker.change(leader=PEER)
+    broker.partition().log.epochs.assign(1 << 27, BATCHES - 1)
+    await broker.change(leader=ME, isr=isr, eligible_leader_replicas=elr)
+    assert broker.partition().is_leader is leads
+    await turn()
+    assert broker.controller.lost == ([] if leads else [{("t", 0)}])
+    assert broker.partition().log.end_offset == BATCHES
 
 
 async def test_the_count_outlives_the_followers_session(broker: Broker) -> None:
