@@ -1,6 +1,8 @@
 """Plays the matrix at Apache Kafka with its StandardAuthorizer: `python -m tests.access.kafka` records the table.
 
-The client is alice, by SASL PLAIN. The admin comes over PLAINTEXT as ANONYMOUS, which is a super user.
+The clients are alice and, for delegation tokens, the admin, by SASL PLAIN. Otherwise the admin comes over PLAINTEXT as
+ANONYMOUS, which is a super user as well. What is for controllers is sent to the controller's listener, where the broker
+logs in as the admin.
 """
 
 import asyncio
@@ -8,13 +10,10 @@ import json
 import socket
 import sys
 import tempfile
-import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
-from kio.serial.errors import OutOfBoundValue
 from tests.access.matrix import (
     BETWEEN_NODES,
     HIDDEN,
@@ -23,13 +22,21 @@ from tests.access.matrix import (
     TABLE,
     TOPIC,
     Case,
+    Token,
+    Variant,
+    World,
+    begin_transaction,
     cases,
+    cases_without_rules,
     deletion_request,
+    make_tokens,
     play,
+    set_up,
 )
-from tests.access.ours import play_here, set_up
+from tests.access.ours import OPEN
 from tests.compat.apache_kafka import HOST, JAAS, ApacheKafka
-from tests.compat.raw import RawConnection, schema
+from tests.compat.raw import RawConnection, Unreadable, schema
+from tests.waiting import eventually
 
 from penstock.protocol.acls import AclBinding
 from penstock.protocol.errors import ErrorCode
@@ -38,51 +45,70 @@ PASSWORD = "open-sesame"
 SETTLED_S = 300.0
 SETTINGS = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-    "super.users": "User:ANONYMOUS",
+    "super.users": "User:ANONYMOUS;User:admin",
     "sasl.enabled.mechanisms": "PLAIN",
-    "listener.name.sasl_plaintext.plain.sasl.jaas.config": (
-        f'{JAAS}.plain.PlainLoginModule required user_alice="{PASSWORD}";'
-    ),
+    "sasl.mechanism.controller.protocol": "PLAIN",
+    **{
+        f"listener.name.{name}.plain.sasl.jaas.config": (
+            f'{JAAS}.plain.PlainLoginModule required username="admin" password="{PASSWORD}" '
+            f'user_admin="{PASSWORD}" user_alice="{PASSWORD}";'
+        )
+        for name in ("sasl_plaintext", "controller")
+    },
+    "delegation.token.secret.key": "secret",
 }
 
 
-def start(folder: Path) -> ApacheKafka:
-    return ApacheKafka(folder, ("PLAINTEXT", "SASL_PLAINTEXT"), SETTINGS).start()
+def log_in(kafka: ApacheKafka, listener: str, user: str) -> RawConnection:
+    client = RawConnection(socket.create_connection((HOST, kafka.ports[listener]), 60))
+    client.call(schema("sasl_handshake", 1, "SaslHandshakeRequest")(mechanism="PLAIN"))
+    token = f"\0{user}\0{PASSWORD}".encode()
+    answer = client.call(schema("sasl_authenticate", 2, "SaslAuthenticateRequest")(auth_bytes=token))
+    assert answer.error_code is ErrorCode.none, answer
+    return client
 
 
 class KafkaPlayer:
     def __init__(self, kafka: ApacheKafka) -> None:
         self._kafka = kafka
         self._admin = RawConnection(socket.create_connection((HOST, kafka.ports["PLAINTEXT"]), 60))
-        self._client: RawConnection | None = None
+        self._clients: dict[tuple[str, str], RawConnection] = {}
         self._rules: set[AclBinding] = set()
+        self._tokens: dict[str, Token] = {}
+        self._is_made = False
 
-    async def ask(self, request: Any) -> Any:
-        if self._client is None:
-            address = (HOST, self._kafka.ports["SASL_PLAINTEXT"])
-            self._client = RawConnection(socket.create_connection(address, 60))
-            self._client.call(schema("sasl_handshake", 1, "SaslHandshakeRequest")(mechanism="PLAIN"))
-            token = b"\0alice\0" + PASSWORD.encode()
-            answer = self._client.call(
-                schema("sasl_authenticate", 2, "SaslAuthenticateRequest")(auth_bytes=token)
-            )
-            assert answer.error_code is ErrorCode.none, answer
+    def _logged_in(self, listener: str, user: str) -> RawConnection:
+        if (listener, user) not in self._clients:
+            self._clients[listener, user] = log_in(self._kafka, listener, user)
+        return self._clients[listener, user]
+
+    async def ask(self, variant: Variant, request: Any) -> Any:
+        listener = "CONTROLLER" if variant.api_key in BETWEEN_NODES else "SASL_PLAINTEXT"
         try:
-            return self._client.call(request)
-        except OutOfBoundValue as error:
+            return self._logged_in(listener, "alice").call(request)
+        except Unreadable as error:
             return error
         except (AssertionError, ConnectionError):
-            self._client = None
+            del self._clients[listener, "alice"]
             return None
 
-    async def prepare(self, case: Case) -> UUID:
-        self._set_rules(set(case.rules))
+    async def prepare(self, case: Case) -> World:
         await self._prepare_topics((TOPIC, HIDDEN))
+        if self._is_made:  # in the background
+            eventually(lambda: self._topics((MADE,))[MADE], within_s=SETTLED_S, what="the topic")
+        self._is_made = case.makes_topic
         while self._topics((MADE,))[MADE] is not None:
             self._admin.call(deletion_request())
         await set_up(self._ask_as_admin)
-        topic_id: UUID = self._topics((TOPIC,))[TOPIC]
-        return topic_id
+        if not self._tokens:
+            await begin_transaction(self._ask_as_admin)
+            self._tokens = await make_tokens(self._ask_about_tokens)
+        world = World(self._topics((TOPIC,))[TOPIC], self._tokens)
+        self._set_rules({world.named(acl) for acl in case.rules})
+        return world
+
+    async def _ask_about_tokens(self, request: Any) -> Any:
+        return self._logged_in("SASL_PLAINTEXT", "admin").call(request)
 
     async def _ask_as_admin(self, request: Any) -> Any:
         return self._admin.call(request)
@@ -156,13 +182,14 @@ class KafkaPlayer:
             answer = self._admin.call(schema("create_acls", 3, "CreateAclsRequest")(creations=creations))
             assert all(result.error_code is ErrorCode.none for result in answer.results), answer
         self._rules = rules
-        deadline = time.monotonic() + SETTLED_S
-        while self._stored() != len(rules):
-            assert time.monotonic() < deadline, "the broker has not learned the rules"
-            time.sleep(0.005)
+        # The broker and the controller, which decides about what is forwarded, learn the rules by themselves.
+        for listener in ("SASL_PLAINTEXT", "CONTROLLER"):
+            eventually(
+                lambda where=listener: self._stored(where) == rules, within_s=SETTLED_S, what="the rules"
+            )
 
-    def _stored(self) -> int:
-        answer = self._admin.call(
+    def _stored(self, listener: str) -> set[AclBinding]:
+        answer = self._logged_in(listener, "admin").call(
             schema("describe_acls", 3, "DescribeAclsRequest")(
                 resource_type_filter=1,
                 resource_name_filter=None,
@@ -173,29 +200,38 @@ class KafkaPlayer:
                 permission_type=1,
             )
         )
-        return sum(len(resource.acls) for resource in answer.resources)
+        return {
+            AclBinding(
+                resource.resource_type,
+                resource.resource_name,
+                resource.pattern_type,
+                acl.principal,
+                acl.host,
+                acl.operation,
+                acl.permission_type,
+            )
+            for resource in answer.resources
+            for acl in resource.acls
+        }
 
 
-def played_at_kafka() -> Iterable[Case]:
-    return (case for case in cases() if case.variant.api_key not in BETWEEN_NODES)
+def record(wanted: Iterable[Case], settings: Mapping[str, str]) -> dict[str, Any]:
+    listeners = ("PLAINTEXT", "SASL_PLAINTEXT")
+    with tempfile.TemporaryDirectory() as folder:
+        kafka = ApacheKafka(Path(folder), listeners, settings, controller_protocol="SASL_PLAINTEXT").start()
+        try:
+            player = KafkaPlayer(kafka)
+            return asyncio.run(play(player.ask, player.prepare, wanted))
+        finally:
+            kafka.stop()
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        kafka = start(Path(folder) / "kafka")
-        try:
-            player = KafkaPlayer(kafka)
-            answers = asyncio.run(play(player.ask, player.prepare, played_at_kafka()))
-        finally:
-            kafka.stop()
-        between = [case for case in cases() if case.variant.api_key in BETWEEN_NODES]
-        of_nodes = asyncio.run(play_here(Path(folder) / "ours", between))
-    header = (
-        "Recorded from Apache Kafka (4.x, StandardAuthorizer) by tests.access.kafka. What Apache "
-        "Kafka serves on controllers only (`between_nodes`) is not played there: its source refuses it "
-        "without CLUSTER_ACTION."
-    )
-    table = {"header": header, "answers": answers, "between_nodes": of_nodes}
+    table = {
+        "header": "Recorded from Apache Kafka (4.x, StandardAuthorizer) by tests.access.kafka.",
+        "answers": record(cases(), SETTINGS),
+        "answers_without_rules": record(cases_without_rules(), SETTINGS | OPEN),
+    }
     target = Path(sys.argv[1]) if len(sys.argv) > 1 else TABLE
     target.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n")
 

@@ -2,10 +2,14 @@
 
 `acl_matrix.json` has the answers of Apache Kafka with its StandardAuthorizer (`python -m tests.access.kafka`).
 Only authorization counts: which parts are refused, which names the reply shows, and which operations it lists.
+
+The client is alice. There are three delegation tokens, which the matrix knows by names of its own (`TOKENS`), because a
+broker chooses their ids; and a transaction that has begun.
 """
 
+import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,7 +18,7 @@ from typing import Any, NamedTuple, Union, get_args, get_origin
 from uuid import UUID
 
 from kio.index import load_request_schema
-from kio.serial.errors import OutOfBoundValue
+from tests.compat.raw import Unreadable
 
 from penstock.broker.network.apis import APIS
 from penstock.protocol.acls import (
@@ -28,18 +32,31 @@ from penstock.protocol.acls import (
 from penstock.protocol.errors import ErrorCode
 from penstock.protocol.record_batch import TRANSACTIONAL, Record, encode_batch
 
+OF_FOLLOWER = "of a follower"
 TABLE = Path(__file__).with_name("acl_matrix.json")
 CLIENT = "User:alice"
 TOPIC, HIDDEN, NEW, GROUP, TRANSACTION = "m-topic", "m-hidden", "m-new", "m-group", "m-transaction"
 #: A topic that a look-up of its metadata creates; it is deleted before the next case.
 MADE = "m-made"
-NAMES = frozenset({TOPIC, HIDDEN, GROUP, TRANSACTION})
+#: A transaction that has begun, on TOPIC, and does not end.
+BEGUN = "m-begun"
+OWNER = "User:m-owner"
+MINE, THEIRS, RENEWED = "m-mine", "m-theirs", "m-renewed"
+#: The delegation tokens: the owner, and who may renew it.
+TOKENS: Mapping[str, tuple[str, str | None]] = {
+    MINE: (CLIENT, None),
+    THEIRS: (OWNER, None),
+    RENEWED: (OWNER, CLIENT),
+}
+NAMES = frozenset({TOPIC, HIDDEN, GROUP, TRANSACTION, BEGUN, *TOKENS})
 WRONG_HOST = "10.9.9.9"
 MILLISECOND = timedelta(milliseconds=1)
+#: No transaction and no token of the matrix ends before the matrix does.
+LONG = timedelta(minutes=15)
 
 Need = tuple[Operation, ResourceType, str]
-#: Sends a request and returns the response; None if the connection was closed instead, and the error where kio cannot
-#: read a time in it, which only a reply without refusal has.
+#: Sends a request and returns the response; None if the connection was closed instead, and Unreadable where kio cannot
+#: read a time in it.
 Ask = Callable[[Any], Awaitable[Any]]
 
 OP, R = Operation, ResourceType
@@ -52,10 +69,31 @@ DESCRIBE_TOPIC: Need = (OP.DESCRIBE, R.TOPIC, TOPIC)
 DELETE_TOPIC: Need = (OP.DELETE, R.TOPIC, TOPIC)
 WRITE_TRANSACTION: Need = (OP.WRITE, R.TRANSACTIONAL_ID, TRANSACTION)
 DESCRIBE_TRANSACTION: Need = (OP.DESCRIBE, R.TRANSACTIONAL_ID, TRANSACTION)
+DESCRIBE_TOKEN: Need = (OP.DESCRIBE, R.DELEGATION_TOKEN, THEIRS)
 
 
 def cluster(operation: Operation) -> Need:
     return operation, R.CLUSTER, CLUSTER_NAME
+
+
+class Token(NamedTuple):
+    id: str
+    hmac: bytes
+
+
+class World(NamedTuple):
+    """What the requests are about, as the broker has named it."""
+
+    topic_id: UUID
+    tokens: Mapping[str, Token]
+
+    def named(self, acl: AclBinding) -> AclBinding:
+        """Return the rule with the id of a token, or the beginning of it, instead of its name in the matrix."""
+        if acl.resource_type != R.DELEGATION_TOKEN:
+            return acl
+        if acl.pattern_type == PatternType.PREFIXED:
+            return acl._replace(resource_name=self.tokens[THEIRS].id[: len(acl.resource_name)])
+        return acl._replace(resource_name=self.tokens[acl.resource_name].id)
 
 
 class Variant(NamedTuple):
@@ -71,10 +109,22 @@ class Variant(NamedTuple):
     def label(self) -> str:
         return f"{APIS[self.api_key].name}{f' ({self.name})' if self.name else ''}"
 
-    def request(self, topic_id: UUID) -> Any:
-        version = APIS[self.api_key].max_version if self.version is None else self.version
-        schema = load_request_schema(self.api_key, version)
-        return _built(schema, topic_id, self.fields)
+    @property
+    def is_between_nodes(self) -> bool:
+        """Whether Penstock serves the request on the listener for nodes only."""
+        return self.name == OF_FOLLOWER or self._version >= APIS[self.api_key].inter_broker_from
+
+    @property
+    def _version(self) -> int:
+        return APIS[self.api_key].max_version if self.version is None else self.version
+
+    def request(self, world: World) -> Any:
+        built = _built(load_request_schema(self.api_key, self._version), world.topic_id, self.fields)
+        if "hmac" in self.fields:
+            return replace(built, hmac=world.tokens[self.fields["hmac"]].hmac)
+        if self.label == "delete_topics (by id)":
+            return replace(built, topics=(element(20, "topics", name=None, topic_id=world.topic_id),))
+        return built
 
 
 def element(api_key: int, *path: str, version: int | None = None, **values: Any) -> Any:
@@ -100,6 +150,45 @@ def coordinator_request(key_type: int) -> Any:
     """Build a look-up of a coordinator, after which its topic exists."""
     keys = {"key_type": key_type, "coordinator_keys": (GROUP if key_type == 0 else TRANSACTION,)}
     return _built(load_request_schema(10, 4), None, keys)
+
+
+def transaction_request() -> Any:
+    plain = {"transactional_id": BEGUN, "transaction_timeout": LONG, "producer_id": -1, "producer_epoch": -1}
+    return _built(load_request_schema(22, 4), None, plain)
+
+
+def begin_request(producer_id: int, producer_epoch: int) -> Any:
+    """Build a request after which the transaction has begun."""
+    producer = {
+        "v3_and_below_transactional_id": BEGUN,
+        "v3_and_below_producer_id": producer_id,
+        "v3_and_below_producer_epoch": producer_epoch,
+    }
+    return _built(load_request_schema(24, 3), None, producer)
+
+
+def token_request(owner: str | None, renewer: str | None = None) -> Any:
+    return _built(load_request_schema(38, 3), None, _token(owner, renewer))
+
+
+def tokens_request() -> Any:
+    return _built(load_request_schema(41, 3), None, {"owners": None})
+
+
+def _token(owner: str | None, renewer: str | None = None) -> dict[str, Any]:
+    kind, _, name = (None, "", None) if owner is None else owner.partition(":")
+    renewers = () if renewer is None else (element(38, "renewers", **_principal(renewer)),)
+    return {
+        "owner_principal_type": kind,
+        "owner_principal_name": name,
+        "renewers": renewers,
+        "max_lifetime": -MILLISECOND,
+    }
+
+
+def _principal(principal: str) -> dict[str, Any]:
+    kind, _, name = principal.partition(":")
+    return {"principal_type": kind, "principal_name": name}
 
 
 def _topology() -> Any:
@@ -139,6 +228,9 @@ def _variants() -> Iterator[Variant]:
     yield Variant(0, (WRITE_TRANSACTION, WRITE_TOPIC), "transactional", _produce(TRANSACTIONAL), version=12)
     yield Variant(1, (READ_TOPIC,), "", {"forgotten_topics_data": (), "session_epoch": -1})
     yield Variant(1, (READ_TOPIC,), "by name", {"forgotten_topics_data": (), "session_epoch": -1}, version=12)
+    follower = element(1, "replica_state", replica_id=99, replica_epoch=-1)
+    followed = {"forgotten_topics_data": (), "session_epoch": -1, "replica_state": follower}
+    yield Variant(1, (cluster(OP.CLUSTER_ACTION),), OF_FOLLOWER, followed)
     yield Variant(2, (DESCRIBE_TOPIC,), "", {"replica_id": -1})
     yield Variant(
         3, (DESCRIBE_TOPIC,), "by name", {"topics": (element(3, "topics", name=TOPIC, topic_id=None),)}
@@ -223,6 +315,21 @@ def _variants() -> Iterator[Variant]:
     yield Variant(35, (cluster(OP.DESCRIBE),))
     more = element(37, "topics", name=TOPIC, count=2, assignments=None)
     yield Variant(37, ((OP.ALTER, R.TOPIC, TOPIC),), "", {"validate_only": True, "topics": (more,)})
+    yield Variant(38, (), "own", _token(None))
+    yield Variant(38, ((OP.CREATE_TOKENS, R.USER, OWNER),), "of another", _token(OWNER))
+    # No rule lets a client change a token: only its owner and those who may renew it do.
+    for key, period in ((39, "renew_period"), (40, "expiry_time_period")):
+        for name, token, needs in (
+            ("own", MINE, ()),
+            ("as renewer", RENEWED, ()),
+            ("of another", THEIRS, (DESCRIBE_TOKEN,)),
+        ):
+            yield Variant(key, needs, name, {"hmac": token, period: LONG})
+    owner = element(41, "owners", **_principal(OWNER))
+    yield Variant(41, (), "own", {"owners": (element(41, "owners", **_principal(CLIENT)),)})
+    yield Variant(41, (DESCRIBE_TOKEN,), "all", {"owners": None})
+    yield Variant(41, (DESCRIBE_TOKEN,), "of another", {"owners": (owner,)})
+    yield Variant(41, ((OP.DESCRIBE_TOKENS, R.USER, OWNER),), "of an owner", {"owners": (owner,)})
     yield Variant(42, (DELETE_GROUP,))
     yield Variant(43, (cluster(OP.ALTER),))
     unmoved = element(
@@ -246,7 +353,8 @@ def _variants() -> Iterator[Variant]:
     yield Variant(51, (cluster(OP.ALTER),), "", {"upsertions": ()})
     yield Variant(61, (READ_TOPIC,))
     yield Variant(64, (cluster(OP.ALTER),), "", {"broker_id": 99})
-    yield Variant(65, (DESCRIBE_TRANSACTION,))
+    begun = (OP.DESCRIBE, R.TRANSACTIONAL_ID, BEGUN)
+    yield Variant(65, (begun, DESCRIBE_TOPIC), "", {"transactional_ids": (BEGUN,)})
     yield Variant(
         66,
         (DESCRIBE_TRANSACTION,),
@@ -257,9 +365,10 @@ def _variants() -> Iterator[Variant]:
     yield Variant(68, (READ_GROUP, DESCRIBE_TOPIC), "", {"member_epoch": 5})
     yield Variant(69, (DESCRIBE_GROUP,), "", {"include_authorized_operations": True})
     yield Variant(71)
+    yield Variant(72)
     yield Variant(74, (cluster(OP.DESCRIBE_CONFIGS),), "", {"resource_types": ()})
     yield Variant(75, (DESCRIBE_TOPIC,), "by name", {"response_partition_limit": 10})
-    yield Variant(75, (DESCRIBE_TOPIC,), "all", {"topics": (), "response_partition_limit": 10})
+    yield Variant(75, (DESCRIBE_TOPIC,), "all", {"topics": (), "response_partition_limit": 1000})
     yield Variant(76, (READ_GROUP, DESCRIBE_TOPIC), "", {"member_epoch": 5})
     yield Variant(77, (DESCRIBE_GROUP,), "", {"include_authorized_operations": True})
     member: dict[str, Any] = {"member_id": "AAAAAAAAAAAAAAAAAAAAAQ", "forgotten_topics_data": ()}
@@ -282,11 +391,10 @@ def _variants() -> Iterator[Variant]:
         yield Variant(key, (cluster(OP.CLUSTER_ACTION),))
 
 
-#: Apache Kafka serves these on controllers only, so that the table has what its source says: nothing is served without
-#: CLUSTER_ACTION. With it nothing is sent here, because a node would act on it.
+#: Sent to controllers. With CLUSTER_ACTION they are not sent, because a node would act on them.
 BETWEEN_NODES = frozenset({52, 53, 54, 56, 58, 59, 62, 63, 67, 73, 82})
-#: PushTelemetry needs an instance that has subscribed; SASL and delegation tokens have tests of their own.
-NOT_PLAYED = frozenset({17, 36, 38, 39, 40, 41, 72})
+#: SaslHandshake and SaslAuthenticate: no rule can be about a client that has not said yet who it is.
+NOT_PLAYED = frozenset({17, 36})
 
 
 class Case(NamedTuple):
@@ -297,6 +405,18 @@ class Case(NamedTuple):
     @property
     def label(self) -> str:
         return f"{self.variant.label}: {self.name}"
+
+    @property
+    def makes_topic(self) -> bool:
+        """Whether MADE is created, some time after the answer."""
+        return self.variant.name == "missing" and self.name.endswith(("allowed", "prefix"))
+
+
+def cases_without_rules() -> Iterator[Case]:
+    """For allow.everyone.if.no.acl.found, which lets everybody do what no rule is about."""
+    return (
+        Case(variant, "everyone allowed", ()) for variant in VARIANTS if variant.api_key not in BETWEEN_NODES
+    )
 
 
 def cases() -> Iterator[Case]:
@@ -332,12 +452,13 @@ def rule(need: Need) -> AclBinding:
 # -- answers ---------------------------------------------------------------------------------------------
 
 
-def answer_of(response: Any) -> dict[str, Any]:
+def answer_of(response: Any, tokens: Mapping[str, Token]) -> dict[str, Any]:
     """Return what counts in a response; None stands for a closed connection."""
+    names = {token.id: name for name, token in tokens.items()}
     if response is None:
         return {"closed": True}
-    if isinstance(response, OutOfBoundValue):
-        return {"unreadable": True}
+    if isinstance(response, Unreadable):
+        return {"refused": [f"error_code={response.error_code.name}"], "shown": []}
     refused: set[str] = set()
     shown: set[str] = set()
     operations: set[int] = set()
@@ -345,12 +466,12 @@ def answer_of(response: Any) -> dict[str, Any]:
         name = path.rpartition(".")[2]
         if name.endswith("error_code"):
             code = value if isinstance(value, ErrorCode) else ErrorCode(value)
-            if code.name.endswith("authorization_failed"):
+            if code.name.endswith(("authorization_failed", "owner_mismatch")):
                 refused.add(f"{path}={code.name}")
         elif name.endswith("authorized_operations"):
             operations.add(value)
-        elif isinstance(value, str) and value in NAMES:
-            shown.add(value)
+        elif isinstance(value, str) and names.get(value, value) in NAMES:
+            shown.add(names.get(value, value))
     found: dict[str, Any] = {"refused": sorted(refused), "shown": sorted(shown)}
     if operations - {-(1 << 31)}:
         found["operations"] = sorted(operations)
@@ -468,17 +589,57 @@ def _without_none(annotation: Any) -> Any:
 
 
 async def play(
-    ask: Ask, prepare: Callable[[Case], Awaitable[UUID]], wanted: Iterable[Case] | None = None
+    ask: Callable[[Variant, Any], Awaitable[Any]],
+    prepare: Callable[[Case], Awaitable[World]],
+    wanted: Iterable[Case],
 ) -> dict[str, Any]:
-    """Play the cases; `prepare` sets the rules and sees to it that the topics exist, and returns the topic's id."""
+    """Play the cases; `prepare` sets the rules and sees to it that what they are about exists."""
     answers: dict[str, Any] = {}
-    for case in cases() if wanted is None else wanted:
-        topic_id = await prepare(case)
-        request = case.variant.request(topic_id)
-        if case.variant.label == "delete_topics (by id)":
-            request = replace(request, topics=(element(20, "topics", name=None, topic_id=topic_id),))
-        answers[case.label] = answer_of(await ask(request))
+    for case in wanted:
+        world = await prepare(case)
+        response = await ask(case.variant, case.variant.request(world))
+        answers[case.label] = answer_of(response, world.tokens)
     return answers
+
+
+# -- what the requests are about -------------------------------------------------------------------------
+
+
+async def set_up(admin: Ask) -> None:
+    """See to it that there are coordinators, and a group with a committed offset."""
+    while True:
+        answer = await admin(commit_request())
+        if answer.topics[0].partitions[0].error_code is ErrorCode.none:
+            return
+        for key_type in (0, 1):
+            await admin(coordinator_request(key_type))
+        await asyncio.sleep(0.05)
+
+
+async def begin_transaction(admin: Ask) -> None:
+    while True:
+        producer = await admin(transaction_request())
+        if producer.error_code is ErrorCode.none:
+            answer = await admin(begin_request(producer.producer_id, producer.producer_epoch))
+            (topic,) = answer.results_by_topic_v3_and_below
+            if topic.results_by_partition[0].partition_error_code is ErrorCode.none:
+                return
+        await asyncio.sleep(0.05)
+
+
+async def make_tokens(admin: Ask) -> dict[str, Token]:
+    """The admin has logged in: without a name nobody may ask about tokens."""
+    made = {}
+    for name, (owner, renewer) in TOKENS.items():
+        answer = await admin(token_request(owner, renewer))
+        assert answer.error_code is ErrorCode.none, answer
+        made[name] = Token(answer.token_id, answer.hmac)
+    ids = {token.id for token in made.values()}
+    while True:
+        known = await admin(tokens_request())
+        if ids <= {token.token_id for token in known.tokens}:
+            return made
+        await asyncio.sleep(0.05)
 
 
 VARIANTS = tuple(_variants())

@@ -1,35 +1,51 @@
-"""Plays the matrix at a node in this process, whose client is made to be the principal of the rules."""
+"""Plays the matrix at a node in this process. Clients log in; one that sends as a node is made to be one."""
 
 import asyncio
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
-from kio.serial.errors import OutOfBoundValue
 from tests.access.matrix import (
     CLIENT,
     HIDDEN,
     MADE,
     TOPIC,
-    Ask,
     Case,
-    commit_request,
-    coordinator_request,
+    Token,
+    Variant,
+    World,
+    begin_transaction,
     deletion_request,
+    make_tokens,
     play,
+    set_up,
 )
-from tests.unit.broker.raw_client import create_topic, running, until
+from tests.compat.raw import Unreadable
+from tests.unit.broker.network.test_sasl import SASL, authenticate, handshake, sasl_node
+from tests.unit.broker.raw_client import create_topic, until
 from tests.unit.broker.wire_client import WireClient
 
-from penstock.broker.network.apis import APIS
 from penstock.broker.node import Node
 from penstock.protocol.errors import ErrorCode
 from penstock.security.principal import Principal
 
 TIMEOUT_S = 120.0
 ADMIN = "User:admin"
-SETTINGS = {"authorizer_class_name": "StandardAuthorizer", "super_users": ADMIN}
+PASSWORD = "open-sesame"
+USERS = " ".join(f'user_{name}="{PASSWORD}"' for name in ("alice", "bob", "admin"))
+NODES = 2
+OPEN = {"allow.everyone.if.no.acl.found": "true"}
+SETTINGS = {
+    "listeners": ",".join(f"{name}://127.0.0.1:0" for name in ("PLAINTEXT", "SASL_PLAINTEXT", "NODES")),
+    "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,NODES:PLAINTEXT",
+    "listener.name.sasl_plaintext.plain.sasl.jaas.config": (
+        f"org.apache.kafka.common.security.plain.PlainLoginModule required {USERS};"
+    ),
+    "authorizer.class.name": "StandardAuthorizer",
+    "super.users": ADMIN,
+    "delegation.token.secret.key": "secret",
+}
 
 
 class Client:
@@ -41,56 +57,60 @@ class Client:
 
     async def ask(self, request: Any) -> Any:
         if self._wire is None:
-            before = set(self._node.server.connections)
-            self._wire = await WireClient.connect(self._node)
-            await until(lambda: self._node.server.connections.keys() - before)
-            (connection,) = self._node.server.connections.keys() - before
-            connection.principal = Principal.parse(self._principal)
-            connection.is_inter_broker = self._is_node
+            self._wire = await (self._connect_as_node() if self._is_node else self._log_in())
         try:
             return await asyncio.wait_for(self._wire.ask(request), TIMEOUT_S)
-        except OutOfBoundValue as error:
+        except Unreadable as error:
             return error
         except (asyncio.IncompleteReadError, ConnectionError):
             self._wire = None
             return None
 
+    async def _log_in(self) -> WireClient:
+        wire = await WireClient.connect(self._node, SASL)
+        await handshake()(wire)
+        name = self._principal.removeprefix("User:")
+        answer = await authenticate(f"\0{name}\0{PASSWORD}".encode())(wire)
+        assert answer.error_code is ErrorCode.none, answer
+        return wire
 
-async def set_up(admin: Ask) -> None:
-    """See to it that there are coordinators, and a group with a committed offset."""
-    while True:
-        answer = await admin(commit_request())
-        if answer.topics[0].partitions[0].error_code is ErrorCode.none:
-            return
-        for key_type in (0, 1):
-            await admin(coordinator_request(key_type))
-        await asyncio.sleep(0.05)
+    async def _connect_as_node(self) -> WireClient:
+        before = set(self._node.server.connections)
+        wire = await WireClient.connect(self._node, NODES)
+        await until(lambda: self._node.server.connections.keys() - before)
+        (connection,) = self._node.server.connections.keys() - before
+        connection.principal = Principal.parse(self._principal)
+        return wire
 
 
-async def play_here(folder: Path, wanted: Iterable[Case] | None = None) -> dict[str, Any]:
-    async with running(folder, **SETTINGS) as node:
+async def play_here(folder: Path, wanted: Iterable[Case], **settings: str) -> dict[str, Any]:
+    async with sasl_node(folder, **SETTINGS | settings) as node:
         client, peer = Client(node), Client(node, is_node=True)
         admin = Client(node, principal=ADMIN)
 
-        async def ask(request: Any) -> Any:
-            is_of_nodes = request.__version__ >= APIS[request.__api_key__].inter_broker_from
-            return await (peer if is_of_nodes else client).ask(request)
+        async def ask(variant: Variant, request: Any) -> Any:
+            return await (peer if variant.is_between_nodes else client).ask(request)
 
         made = False
+        tokens: dict[str, Token] = {}
 
-        async def prepare(case: Case) -> UUID:
-            nonlocal made
+        async def prepare(case: Case) -> World:
+            nonlocal made, tokens
             if made:  # in the background
                 await until(lambda: MADE in node.image.topics)
-            made = case.variant.name == "missing" and (case.name == "allowed" or case.name.endswith("prefix"))
+            made = case.makes_topic
             for name in (TOPIC, HIDDEN):
                 if name not in node.image.topics:
                     await create_topic(node, name)
             if MADE in node.image.topics:
                 await admin.ask(deletion_request())
             await set_up(admin.ask)
+            if not tokens:
+                await begin_transaction(admin.ask)
+                tokens = await make_tokens(admin.ask)
             assert node.authorizer is not None
-            node.authorizer.update({uuid4(): acl for acl in case.rules})
-            return node.image.topics[TOPIC].id
+            world = World(node.image.topics[TOPIC].id, tokens)
+            node.authorizer.update({uuid4(): world.named(acl) for acl in case.rules})
+            return world
 
         return await play(ask, prepare, wanted)

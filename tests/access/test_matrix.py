@@ -3,8 +3,18 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.access.matrix import GROUP, NOT_PLAYED, TOPIC, VARIANTS, recorded
-from tests.access.ours import play_here
+from tests.access.matrix import (
+    GROUP,
+    MINE,
+    NOT_PLAYED,
+    RENEWED,
+    TOPIC,
+    VARIANTS,
+    cases,
+    cases_without_rules,
+    recorded,
+)
+from tests.access.ours import OPEN, play_here
 
 from penstock.broker.network.apis import APIS
 
@@ -18,8 +28,6 @@ class Difference(NamedTuple):
 
     reason: str
     answer: dict[str, Any]
-    #: Whether the answer of Apache Kafka is as good.
-    is_always: bool = True
 
 
 def _not_of_share_groups(path: str) -> Difference:
@@ -37,11 +45,7 @@ _REFUSED_AS_A_WHOLE = Difference(
     "the request is refused as a whole: Kafka repeats the topics of the request, Penstock does not",
     {"refused": ["error_code=cluster_authorization_failed"], "shown": []},
 )
-_NO_START_TIME = Difference(
-    "the transaction of the matrix may be in a state without a start time, which this reader takes for damage",
-    {"unreadable": True},
-    is_always=False,
-)
+_TOKENS_OF_OTHERS = "allow.everyone.if.no.acl.found never lets clients create or see the tokens of others"
 #: Answers that differ for reasons that are not about access; docs/differences.md has the same list. What these requests
 #: show and hide where there is something to see is tested in test_replies.py.
 DIFFERENT: dict[str, Difference] = {
@@ -75,35 +79,54 @@ DIFFERENT: dict[str, Difference] = {
             "DESCRIBE on CLUSTER wrong type",
         )
     },
-    **{
-        f"describe_transactions: {case}": _NO_START_TIME
-        for case in ("allowed", "DESCRIBE on TRANSACTIONAL_ID prefix")
-    },
 }
 
 
-async def test_every_answer_is_that_of_the_table(tmp_path: Path) -> None:
-    table = recorded()
-    expected = table["answers"] | table["between_nodes"]
-    assert DIFFERENT.keys() <= expected.keys()
-    answers = await play_here(tmp_path)
+DIFFERENT_WITHOUT_RULES = {
+    "create_delegation_token (of another): everyone allowed": Difference(
+        _TOKENS_OF_OTHERS, {"refused": ["error_code=delegation_token_authorization_failed"], "shown": []}
+    ),
+    **{
+        f"describe_delegation_token ({name}): everyone allowed": Difference(
+            _TOKENS_OF_OTHERS, {"refused": [], "shown": shown}
+        )
+        for name, shown in (
+            ("all", [MINE, RENEWED]),
+            ("of another", [RENEWED]),
+            ("of an owner", [RENEWED]),
+        )
+    },
+    "describe_share_group_offsets: everyone allowed": _NO_SHARE_GROUP,
+}
+
+
+def check(answers: dict[str, Any], expected: dict[str, Any], different: dict[str, Difference]) -> None:
+    assert different.keys() <= expected.keys()
     assert answers.keys() == expected.keys()
-    expected |= {
-        label: difference.answer
-        for label, difference in DIFFERENT.items()
-        if difference.is_always or answers[label] != expected[label]
-    }
+    expected |= {label: difference.answer for label, difference in different.items()}
     differing = {
         label: (answers[label], expected[label]) for label in answers if answers[label] != expected[label]
     }
     assert differing == {}
 
 
+async def test_every_answer_is_that_of_the_table(tmp_path: Path) -> None:
+    check(await play_here(tmp_path, cases()), recorded()["answers"], DIFFERENT)
+
+
+async def test_every_answer_without_rules_is_that_of_the_table(tmp_path: Path) -> None:
+    """With allow.everyone.if.no.acl.found."""
+    answers = await play_here(tmp_path, cases_without_rules(), **OPEN)
+    check(answers, recorded()["answers_without_rules"], DIFFERENT_WITHOUT_RULES)
+
+
 def test_the_documentation_has_the_reasons_of_the_differences() -> None:
     page = Path(__file__).parents[2].joinpath("docs/differences.md").read_text()
-    for label, difference in DIFFERENT.items():
-        if not difference.is_always:
+    answers = recorded()["answers"] | recorded()["answers_without_rules"]
+    for label, difference in (DIFFERENT | DIFFERENT_WITHOUT_RULES).items():
+        if difference.reason == _TOKENS_OF_OTHERS:
+            assert "lets everybody create and see the delegation tokens of others" in page
             continue
         api = "".join(part.capitalize() for part in label.partition(":")[0].split("_"))
         assert f"| {api} |" in page, label
-        assert difference.answer != recorded()["answers"][label], f"{label} does not differ any more"
+        assert difference.answer != answers[label], f"{label} does not differ any more"

@@ -7,7 +7,8 @@ from uuid import uuid4
 from kio.schema.consumer_group_heartbeat.v1 import request as beat
 from tests.access.matrix import GROUP, MILLISECOND, READ_GROUP, rule
 from tests.access.ours import SETTINGS, Client
-from tests.unit.broker.raw_client import create_topic, running
+from tests.unit.broker.network.test_sasl import sasl_node
+from tests.unit.broker.raw_client import create_topic
 
 from penstock.protocol.acls import Operation, ResourceType
 
@@ -30,7 +31,7 @@ def heartbeat(member_epoch: int, member_id: str, **values: Any) -> Any:
 
 
 async def test_only_topics_that_the_member_may_describe_match(tmp_path: Path) -> None:
-    async with running(tmp_path, **SETTINGS) as node:
+    async with sasl_node(tmp_path, **SETTINGS) as node:
         for name in (VISIBLE, SECRET):
             await create_topic(node, name)
         assert node.authorizer is not None

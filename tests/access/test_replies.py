@@ -28,10 +28,12 @@ from tests.access.matrix import (
     Need,
     cluster,
     rule,
+    set_up,
 )
-from tests.access.ours import ADMIN, SETTINGS, Client, set_up
+from tests.access.ours import ADMIN, SETTINGS, Client
+from tests.unit.broker.network.test_sasl import sasl_node
 from tests.unit.broker.raw_client import Client as RawClient
-from tests.unit.broker.raw_client import create_topic, frame, running, until
+from tests.unit.broker.raw_client import create_topic, frame, until
 
 from penstock.broker.handlers.alter_configs import alter_cluster_configs
 from penstock.broker.network.apis import PRIVATE_APIS, SCHEDULE_API
@@ -64,7 +66,7 @@ MINUTE = timedelta(minutes=1)
 
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[Node]:
-    async with running(tmp_path, **SETTINGS) as node:
+    async with sasl_node(tmp_path, **SETTINGS) as node:
         for name in (TOPIC, HIDDEN):
             await create_topic(node, name)
         yield node

@@ -14,7 +14,8 @@ from kio.schema.fetch.v13 import request as fetching
 from tests.access.matrix import CLIENT, GROUP, READ_GROUP, READ_TOPIC, TOPIC, Need, rule
 from tests.access.ours import ADMIN, SETTINGS, Client
 from tests.unit.broker.coordinators.share.share_client import Member, got, publish, share_topic
-from tests.unit.broker.raw_client import create_topic, running, until
+from tests.unit.broker.network.test_sasl import sasl_node
+from tests.unit.broker.raw_client import create_topic, until
 from tests.unit.broker.wire_client import WireClient
 
 from penstock.broker.controller.forwarding import encode_principal
@@ -52,7 +53,7 @@ def fetch_request(topic_id: UUID, session: tuple[int, int] = (0, 0)) -> Any:
 
 
 async def test_a_fetch_that_waits_gets_no_records_after_its_rule_is_gone(tmp_path: Path) -> None:
-    async with running(tmp_path, **SETTINGS) as node:
+    async with sasl_node(tmp_path, **SETTINGS) as node:
         await create_topic(node, TOPIC)
         allow(node, READ_TOPIC)
         wire = await connect(node)
@@ -66,7 +67,7 @@ async def test_a_fetch_that_waits_gets_no_records_after_its_rule_is_gone(tmp_pat
 
 
 async def test_a_share_fetch_that_waits_gets_no_records_after_its_rule_is_gone(tmp_path: Path) -> None:
-    async with running(tmp_path, **SETTINGS) as node:
+    async with sasl_node(tmp_path, **SETTINGS) as node:
         await share_topic(node, topic=TOPIC, group=GROUP)
         allow(node, READ_GROUP, READ_TOPIC)
         member = Member(node, await connect(node), TOPIC, GROUP)
@@ -83,7 +84,7 @@ async def test_a_refused_request_without_a_field_for_errors_does_not_cut_off_the
 ) -> None:
     """It has to be closed by the node that the client is connected to."""
     request = AlterUserScramCredentialsRequest(deletions=(), upsertions=())
-    async with running(tmp_path, **SETTINGS) as node:
+    async with sasl_node(tmp_path, **SETTINGS) as node:
         frame = struct.pack(">hhih", 51, 0, 1, -1) + b"\0" + b"\1\1\0"
         envelope = EnvelopeRequest(
             request_data=frame,

@@ -60,11 +60,18 @@ NEEDED = [
 class ApacheKafka:
     """`listeners` are protocols, each of which gets a port: PLAINTEXT, and SSL, SASL_PLAINTEXT, SASL_SSL."""
 
-    def __init__(self, folder: Path, listeners: Sequence[str], settings: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        listeners: Sequence[str],
+        settings: Mapping[str, str],
+        *,
+        controller_protocol: str = "PLAINTEXT",
+    ) -> None:
         self._folder = folder
         self.ports = {name: free_address(HOST)[1] for name in (*listeners, "CONTROLLER")}
         places = {name: f"{name}://{HOST}:{port}" for name, port in self.ports.items()}
-        protocols = {name: name for name in listeners} | {"CONTROLLER": "PLAINTEXT"}
+        protocols = {name: name for name in listeners} | {"CONTROLLER": controller_protocol}
         self._settings = {
             **_ALONE,
             "controller.quorum.voters": f"1@{HOST}:{self.ports['CONTROLLER']}",

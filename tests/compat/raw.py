@@ -6,12 +6,29 @@ import io
 import socket
 import struct
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 from kio.serial import entity_reader, entity_writer
+from kio.serial.errors import OutOfBoundValue
+
+from penstock.protocol.errors import ErrorCode
 
 TIMEOUT_S = 60.0
 CORRELATION_ID = 77
+
+
+class Unreadable(Exception):
+    """A response with a time that kio cannot hold, such as the -1 of Apache Kafka for "no time"."""
+
+    def __init__(self, schema: Any, body: bytes) -> None:
+        super().__init__(schema.__name__)
+        self._schema, self._body = schema, body
+
+    @property
+    def error_code(self) -> ErrorCode:
+        assert fields(self._schema)[0].name == "error_code", self._schema
+        return ErrorCode(struct.unpack_from(">h", self._body)[0])
 
 
 class RawConnection:
@@ -95,4 +112,7 @@ def response(request: Any, reply: bytes) -> Any:
     cls = getattr(module, type(request).__name__.replace("Request", "Response"))
     header, size = entity_reader(cls.__header_schema__)(reply, 0)
     assert header.correlation_id == CORRELATION_ID
-    return entity_reader(cls)(reply, size)[0]
+    try:
+        return entity_reader(cls)(reply, size)[0]
+    except OutOfBoundValue as error:
+        raise Unreadable(cls, reply[size:]) from error

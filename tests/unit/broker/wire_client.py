@@ -7,6 +7,8 @@ from typing import Any
 
 from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
+from kio.serial.errors import OutOfBoundValue
+from tests.compat.raw import Unreadable
 
 from penstock.broker.node import Node
 
@@ -55,7 +57,10 @@ class WireClient:
         answer = await self._reader.readexactly(size)
         header, position = entity_reader(schema.__header_schema__)(answer, 0)
         assert header.correlation_id == self._correlation_id
-        body, body_size = entity_reader(schema)(answer, position)
+        try:
+            body, body_size = entity_reader(schema)(answer, position)
+        except OutOfBoundValue as error:
+            raise Unreadable(schema, answer[position:]) from error
         assert position + body_size == size, "bytes are left over"
         return body
 

@@ -44,8 +44,9 @@ REFUSED: Final = {
 }
 
 #: In the replies of these APIs a refusal of the whole request is told once, and nothing of the request is repeated:
-#: LeaveGroup, AddPartitionsToTxn, OffsetDelete, DescribeQuorum, AlterShareGroupOffsets and DeleteShareGroupOffsets.
-_TOLD_ONCE: Final = frozenset({13, 24, 47, 55, 91, 92})
+#: LeaveGroup, AddPartitionsToTxn, OffsetDelete, Vote, BeginQuorumEpoch, EndQuorumEpoch, DescribeQuorum, AlterPartition,
+#: FetchSnapshot, AlterShareGroupOffsets and DeleteShareGroupOffsets.
+_TOLD_ONCE: Final = frozenset({13, 24, 47, 52, 53, 54, 55, 56, 59, 91, 92})
 
 Handler = Callable[[RequestContext, Any], Any]
 
