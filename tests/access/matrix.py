@@ -127,6 +127,12 @@ class Variant(NamedTuple):
         return built
 
 
+def request_of(api_key: int, version: int | None = None, **values: Any) -> Any:
+    """Build a request; what `values` leave out is as harmless as can be."""
+    chosen = APIS[api_key].max_version if version is None else version
+    return _built(load_request_schema(api_key, chosen), None, values)
+
+
 def element(api_key: int, *path: str, version: int | None = None, **values: Any) -> Any:
     """Build an element of an array in a request; `path` leads to it."""
     schema: Any = load_request_schema(api_key, APIS[api_key].max_version if version is None else version)
@@ -139,22 +145,22 @@ def element(api_key: int, *path: str, version: int | None = None, **values: Any)
 def commit_request() -> Any:
     """Build a commit of an offset, after which the group exists."""
     plain = {"generation_id_or_member_epoch": -1, "member_id": "", "group_instance_id": None}
-    return _built(load_request_schema(8, 9), None, plain)
+    return request_of(8, 9, **plain)
 
 
 def deletion_request() -> Any:
-    return _built(load_request_schema(20, 5), None, {"topic_names": (MADE,)})
+    return request_of(20, 5, topic_names=(MADE,))
 
 
 def coordinator_request(key_type: int) -> Any:
     """Build a look-up of a coordinator, after which its topic exists."""
     keys = {"key_type": key_type, "coordinator_keys": (GROUP if key_type == 0 else TRANSACTION,)}
-    return _built(load_request_schema(10, 4), None, keys)
+    return request_of(10, 4, **keys)
 
 
 def transaction_request() -> Any:
     plain = {"transactional_id": BEGUN, "transaction_timeout": LONG, "producer_id": -1, "producer_epoch": -1}
-    return _built(load_request_schema(22, 4), None, plain)
+    return request_of(22, 4, **plain)
 
 
 def begin_request(producer_id: int, producer_epoch: int) -> Any:
@@ -164,15 +170,15 @@ def begin_request(producer_id: int, producer_epoch: int) -> Any:
         "v3_and_below_producer_id": producer_id,
         "v3_and_below_producer_epoch": producer_epoch,
     }
-    return _built(load_request_schema(24, 3), None, producer)
+    return request_of(24, 3, **producer)
 
 
 def token_request(owner: str | None, renewer: str | None = None) -> Any:
-    return _built(load_request_schema(38, 3), None, _token(owner, renewer))
+    return request_of(38, 3, **_token(owner, renewer))
 
 
 def tokens_request() -> Any:
-    return _built(load_request_schema(41, 3), None, {"owners": None})
+    return request_of(41, 3, owners=None)
 
 
 def _token(owner: str | None, renewer: str | None = None) -> dict[str, Any]:
@@ -191,9 +197,9 @@ def _principal(principal: str) -> dict[str, Any]:
     return {"principal_type": kind, "principal_name": name}
 
 
-def _topology() -> Any:
+def topology(*topics: str) -> Any:
     part = element(
-        88, "topology", "subtopologies", source_topics=(TOPIC,), repartition_sink_topics=(),
+        88, "topology", "subtopologies", source_topics=topics, repartition_sink_topics=(),
         source_topic_regex=(), state_changelog_topics=(), repartition_source_topics=(), copartition_groups=(),
     )  # fmt: skip
     return element(88, "topology", subtopologies=(part,))
@@ -382,7 +388,7 @@ def _variants() -> Iterator[Variant]:
     yield Variant(81, (cluster(OP.ALTER),), "", {"voter_id": 99})
     for key in (83, 84, 85, 86, 87):
         yield Variant(key, (cluster(OP.CLUSTER_ACTION),))
-    yield Variant(88, (READ_GROUP, DESCRIBE_TOPIC), "", {"topology": _topology(), "member_epoch": 5})
+    yield Variant(88, (READ_GROUP, DESCRIBE_TOPIC), "", {"topology": topology(TOPIC), "member_epoch": 5})
     yield Variant(89, (DESCRIBE_GROUP,), "", {"include_authorized_operations": True})
     yield Variant(90, (DESCRIBE_GROUP, DESCRIBE_TOPIC))
     yield Variant(91, (READ_GROUP, READ_TOPIC))

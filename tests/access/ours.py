@@ -51,8 +51,10 @@ SETTINGS = {
 class Client:
     """A connection of the principal, opened again when the node has closed it."""
 
-    def __init__(self, node: Node, *, is_node: bool = False, principal: str = CLIENT) -> None:
-        self._node, self._is_node, self._principal = node, is_node, principal
+    def __init__(
+        self, node: Node, *, is_node: bool = False, principal: str = CLIENT, host: str | None = None
+    ) -> None:
+        self._node, self._is_node, self._principal, self._host = node, is_node, principal, host
         self._wire: WireClient | None = None
 
     async def ask(self, request: Any) -> Any:
@@ -67,7 +69,7 @@ class Client:
             return None
 
     async def _log_in(self) -> WireClient:
-        wire = await WireClient.connect(self._node, SASL)
+        wire = await WireClient.connect(self._node, SASL, own_host=self._host)
         await handshake()(wire)
         name = self._principal.removeprefix("User:")
         answer = await authenticate(f"\0{name}\0{PASSWORD}".encode())(wire)
@@ -76,7 +78,7 @@ class Client:
 
     async def _connect_as_node(self) -> WireClient:
         before = set(self._node.server.connections)
-        wire = await WireClient.connect(self._node, NODES)
+        wire = await WireClient.connect(self._node, NODES, own_host=self._host)
         await until(lambda: self._node.server.connections.keys() - before)
         (connection,) = self._node.server.connections.keys() - before
         connection.principal = Principal.parse(self._principal)

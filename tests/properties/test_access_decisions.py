@@ -1,11 +1,13 @@
 """Random rules and requests are decided as a plain model decides them, also while rules come and go.
 
-The model goes through all rules in the words of Kafka's documentation. `PENSTOCK_SEED` repeats a failure.
+Only `Authorizer` decides here; tests/access/test_random_requests.py sends requests. `PENSTOCK_SEED` repeats a failure.
 """
 
 import os
 from random import Random
 from uuid import UUID
+
+from tests.access.model import Model
 
 from penstock.protocol.acls import AclBinding, Operation, PatternType, Permission, ResourceType
 from penstock.security.authorizer import Authorizer, Decisions
@@ -17,51 +19,8 @@ _NAMES = ("a", "ab", "abc", "abd", "b", "*", "a*", "hardcode", "x.y", "x.z")
 _PREFIXES = ("", *_NAMES, "x.", "h")
 _PRINCIPALS = (("User", "alice"), ("User", "bob"), ("User", "*"), ("Group", "alice"))
 _HOSTS = ("10.0.0.1", "10.0.0.2")
-_TYPES = (ResourceType.TOPIC, ResourceType.GROUP, ResourceType.CLUSTER)
+_TYPES = tuple(ResourceType)[ResourceType.TOPIC :]
 _OPERATIONS = tuple(Operation)[Operation.READ :]
-
-Rules = dict[UUID, AclBinding]
-
-
-def covers(acl: AclBinding, resource_type: int, name: str) -> bool:
-    if acl.resource_type != resource_type:
-        return False
-    if acl.pattern_type == PatternType.PREFIXED:
-        return name.startswith(acl.resource_name)
-    return acl.resource_name == name or acl.resource_name == "*"
-
-
-def concerns(acl: AclBinding, principal: tuple[str, str], host: str) -> bool:
-    return acl.principal in (":".join(principal), "User:*") and acl.host in (host, "*")
-
-
-def grants(acl: AclBinding, operation: int) -> bool:
-    if acl.operation in (Operation.ALL, operation):
-        return True
-    if operation == Operation.DESCRIBE:
-        return acl.operation in (Operation.READ, Operation.WRITE, Operation.DELETE, Operation.ALTER)
-    return operation == Operation.DESCRIBE_CONFIGS and acl.operation == Operation.ALTER_CONFIGS
-
-
-def model(
-    rules: Rules,
-    everyone: bool,
-    principal: tuple[str, str],
-    host: str,
-    operation: int,
-    resource_type: int,
-    name: str,
-) -> bool:
-    if principal == ("User", "root"):
-        return True
-    covering = [acl for acl in rules.values() if covers(acl, resource_type, name)]
-    if not covering:
-        return everyone
-    concerning = [acl for acl in covering if concerns(acl, principal, host)]
-    for acl in concerning:
-        if acl.permission == Permission.DENY and acl.operation in (Operation.ALL, operation):
-            return False
-    return any(acl.permission == Permission.ALLOW and grants(acl, operation) for acl in concerning)
 
 
 def random_rule(random: Random) -> AclBinding:
@@ -89,7 +48,7 @@ def test_every_decision_is_that_of_the_model() -> None:
             for who in (*_PRINCIPALS, ("User", "root"))
             for host in _HOSTS
         }
-        rules: Rules = {}
+        rules: dict[UUID, AclBinding] = {}
         for step in range(REQUESTS_PER_RULES):
             if step % 10 == 0:
                 for _ in range(random.randrange(8)):
@@ -99,7 +58,9 @@ def test_every_decision_is_that_of_the_model() -> None:
                 authorizer.update(rules)
             who, host = random.choice(list(decisions))
             asked = (random.choice(_OPERATIONS), random.choice(_TYPES), random.choice(_NAMES))
-            expected = model(rules, everyone, who, host, *asked)
+            is_root = who == ("User", "root")
+            model = Model(rules.values(), ":".join(who), host, is_super_user=is_root, is_open=everyone)
+            expected = model.may(*asked)
             context = f"seed {seed}, rules {number}: {who} {host} {asked} of {rules}"
             assert authorizer.authorize(who, host, *asked) is expected, context
             assert decisions[who, host].allows(*asked) is expected, context

@@ -22,9 +22,9 @@ class WireClient:
         self._correlation_id = 0
 
     @classmethod
-    async def connect(cls, node: Node, listener: int = 0) -> "WireClient":
-        address = node.listeners[listener]
-        return cls(*await asyncio.open_connection(address.host, address.port))
+    async def connect(cls, node: Node, listener: int = 0, *, own_host: str | None = None) -> "WireClient":
+        address, own = node.listeners[listener], None if own_host is None else (own_host, 0)
+        return cls(*await asyncio.open_connection(address.host, address.port, local_addr=own))
 
     async def ask(self, request: Any, *, api_key: int | None = None, version: int | None = None) -> Any:
         """The version and key are those of the request's class unless they are given."""
