@@ -11,6 +11,7 @@ from uuid import UUID
 
 from penstock.cluster.image import ResourceType
 from penstock.cluster.topic_names import CLUSTER_METADATA, is_internal
+from penstock.protocol.record_batch import iter_batches
 from penstock.raft.types import ReplicaKey, Voter
 from simulation.checks.committed import CommittedLogs
 from simulation.client import Client, message
@@ -24,6 +25,8 @@ _CALM_SLOW_S: Final = (0.01, 0.06)
 _STORM_SLOW_S: Final = (0.01, 0.25)
 #: Damage to a topic of a coordinator shows when it is loaded; other topics have more partitions.
 _INTERNAL_CHANCE: Final = 0.4
+#: A batch begins with its base offset.
+_OFFSET_BYTES: Final = 8
 
 
 class Faults:
@@ -291,7 +294,13 @@ class Faults:
             return False
         self.loop.note("FAULT bit flip", machine.node_id, f"{partition.topic}-{partition.index}")
         self.committed.damaged.add((partition.topic_id, partition.index, machine.node_id))
-        machine.disk.flip_bit(path, self.loop.draw(size))
+        position = self.loop.draw(size)
+        is_offset = _is_offset(path.read_bytes(), position)
+        machine.disk.flip_bit(path, position)
+        if is_offset:
+            # No checksum covers it, so a running node cannot find the damage. Recovery can.
+            machine.kill()
+            self._later((0.01, 0.6), self._start, machine)
         return True
 
     def replace_disk(self) -> bool:
@@ -388,6 +397,16 @@ class Faults:
             return False
         self.loop.note("FAULT second broker with one id", machine.node_id)
         return True
+
+
+def _is_offset(data: bytes, position: int) -> bool:
+    """Whether this byte of a log is in the base offset of a batch."""
+    start = 0
+    for header, _ in iter_batches(data):
+        if start <= position < start + header.size:
+            return position < start + _OFFSET_BYTES
+        start += header.size
+    return False
 
 
 class Kind(NamedTuple):
