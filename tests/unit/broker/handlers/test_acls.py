@@ -6,9 +6,10 @@ from typing import Any
 from kio.schema.create_acls.v3 import request as create
 from kio.schema.delete_acls.v3 import request as delete
 from kio.schema.describe_acls.v3 import request as describe
-from tests.access.matrix import TOPIC, VARIANTS, answer_of
+from tests.access.matrix import TOPIC, VARIANTS, World, answer_of
 from tests.access.ours import ADMIN, SETTINGS, Client
-from tests.unit.broker.raw_client import create_topic, running
+from tests.unit.broker.network.test_sasl import sasl_node
+from tests.unit.broker.raw_client import create_topic
 
 from penstock.protocol.acls import Operation, PatternType, Permission, ResourceType
 from penstock.protocol.errors import ErrorCode
@@ -35,28 +36,28 @@ RULE: dict[str, Any] = {
 
 
 async def test_rules_come_into_force_and_go(tmp_path: Path) -> None:
-    async with running(tmp_path, **SETTINGS) as node:
+    async with sasl_node(tmp_path, **SETTINGS) as node:
         await create_topic(node, TOPIC)
         admin, alice = Client(node, principal=ADMIN), Client(node)
-        read = FETCH.request(node.image.topics[TOPIC].id)
-        assert answer_of(await alice.ask(read))["refused"]
+        read = FETCH.request(World(node.image.topics[TOPIC].id, {}))
+        assert answer_of(await alice.ask(read), {})["refused"]
         creations = (create.AclCreation(**RULE), create.AclCreation(**RULE | {"resource_name": ""}))
         made = await admin.ask(create.CreateAclsRequest(creations=creations))
         assert [result.error_code for result in made.results] == [ErrorCode.none, ErrorCode.invalid_request]
-        assert answer_of(await alice.ask(read))["refused"] == []
-    async with running(tmp_path, **SETTINGS) as node:  # the rules are in the metadata log
+        assert answer_of(await alice.ask(read), {})["refused"] == []
+    async with sasl_node(tmp_path, **SETTINGS) as node:  # the rules are in the metadata log
         admin, alice = Client(node, principal=ADMIN), Client(node)
-        assert answer_of(await alice.ask(read))["refused"] == []
+        assert answer_of(await alice.ask(read), {})["refused"] == []
         (found,) = (await admin.ask(describe.DescribeAclsRequest(**ANYTHING))).resources
         assert (found.resource_name, [acl.principal for acl in found.acls]) == (TOPIC, ["User:alice"])
         gone = await admin.ask(delete.DeleteAclsRequest(filters=(delete.DeleteAclsFilter(**ANYTHING),)))
         assert [acl.resource_name for acl in gone.filter_results[0].matching_acls] == [TOPIC]
-        assert answer_of(await alice.ask(read))["refused"]
+        assert answer_of(await alice.ask(read), {})["refused"]
         assert (await admin.ask(describe.DescribeAclsRequest(**ANYTHING))).resources == ()
 
 
 async def test_a_filter_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    async with running(tmp_path, **SETTINGS) as node:
+    async with sasl_node(tmp_path, **SETTINGS) as node:
         request = describe.DescribeAclsRequest(**ANYTHING | {"operation": 0})
         answer = await Client(node, principal=ADMIN).ask(request)
     assert answer.error_code is ErrorCode.invalid_request

@@ -18,7 +18,7 @@ from tests.access.matrix import MILLISECOND, rule
 from tests.access.ours import SETTINGS, Client
 from tests.certificates import Authority
 from tests.unit.broker.network.test_node_principals import logged_in, node_with
-from tests.unit.broker.network.test_sasl import authenticate, handshake
+from tests.unit.broker.network.test_sasl import authenticate, handshake, sasl_node
 from tests.unit.broker.network.test_tls import ask, client_context, connect, tls_settings
 from tests.unit.broker.network.test_tls import running as tls_node
 from tests.unit.broker.raw_client import create_topic, running, until
@@ -66,7 +66,7 @@ async def test_refusals_and_changes_name_principal_host_and_resources(
         configs=(create.CreatableTopicConfig(name="retention.ms", value="12345"),),
     )
     request = create.CreateTopicsRequest(topics=(topic,), timeout=5000 * MILLISECOND, validate_only=False)
-    async with running(tmp_path, **SETTINGS) as node:
+    async with sasl_node(tmp_path, **SETTINGS) as node:
         client = Client(node)
         await client.ask(request)
         assert node.authorizer is not None

@@ -14,7 +14,8 @@ from kio.schema.create_topics.v7 import request as create
 from kio.schema.fetch.v12 import request as fetch
 from tests.access.matrix import MILLISECOND, rule
 from tests.access.ours import ADMIN, SETTINGS, Client
-from tests.unit.broker.raw_client import running, until
+from tests.unit.broker.network.test_sasl import sasl_node
+from tests.unit.broker.raw_client import until
 from tests.unit.broker.three_nodes import PATIENT, Trio
 
 from penstock.broker.config.node_settings import InvalidSetting, load_settings
@@ -40,12 +41,13 @@ from penstock.protocol.record_batch import (
 )
 
 NOW_MS = 1_700_000_000_000
-WITH_TOPIC = SETTINGS | {"penstock_audit_topic_enable": "true", "penstock_flush": "never"}
+AUDITED = {"penstock.audit.topic.enable": "true", "penstock.flush": "never"}
+WITH_TOPIC = SETTINGS | AUDITED
 
 
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[Node]:
-    async with running(tmp_path, **WITH_TOPIC) as node:
+    async with sasl_node(tmp_path, **WITH_TOPIC) as node:
         yield node
 
 
@@ -220,8 +222,8 @@ async def test_lines_that_the_topic_refuses_do_not_hold_up_the_others() -> None:
 
 
 async def test_every_node_writes_to_the_leader_of_its_partition(tmp_path: Path) -> None:
-    settings = {name.replace("_", "."): value for name, value in WITH_TOPIC.items()}
-    trio = Trio(tmp_path, PATIENT | settings | {"super.users": "User:ANONYMOUS"})
+    rules = {"authorizer.class.name": "StandardAuthorizer", "super.users": "User:ANONYMOUS"}
+    trio = Trio(tmp_path, PATIENT | AUDITED | rules)
     await trio.start()
     try:
         for number, node in trio.nodes.items():

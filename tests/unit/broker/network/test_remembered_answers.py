@@ -63,7 +63,7 @@ async def produce(node: Node, wire: WireClient, *, is_by_id: bool = False, topic
 
 @pytest.mark.parametrize("is_by_id", [False, True])
 async def test_a_producer_is_refused_as_soon_as_its_rule_is_gone(tmp_path: Path, is_by_id: bool) -> None:
-    async with running(tmp_path, **SETTINGS) as node:
+    async with sasl_node(tmp_path, **SETTINGS) as node:
         for name in (TOPIC, "other"):
             await create_topic(node, name)
         wire, _ = await connect(node)
@@ -78,7 +78,7 @@ async def test_a_producer_is_refused_as_soon_as_its_rule_is_gone(tmp_path: Path,
 
 
 async def test_what_one_user_may_do_says_nothing_about_another(tmp_path: Path) -> None:
-    async with running(tmp_path, **SETTINGS) as node:
+    async with sasl_node(tmp_path, **SETTINGS) as node:
         await create_topic(node, TOPIC)
         allow(node, WRITE_TOPIC)
         mine, connection = await connect(node)
@@ -93,7 +93,7 @@ async def test_what_one_user_may_do_says_nothing_about_another(tmp_path: Path) -
 
 
 async def test_a_fetch_session_is_refused_as_soon_as_its_rule_is_gone(tmp_path: Path) -> None:
-    async with running(tmp_path, **SETTINGS) as node:
+    async with sasl_node(tmp_path, **SETTINGS) as node:
         await create_topic(node, TOPIC)
         allow(node, READ_TOPIC, WRITE_TOPIC)
         wire, _ = await connect(node)
