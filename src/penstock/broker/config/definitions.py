@@ -504,7 +504,7 @@ _CLUSTER = (
         (),
         "The listeners on which requests to the controller and between controllers are served, and on no others; nodes "
         "connect to the first of them. A node that is no controller needs only its name and protocol. Without this "
-        "setting the inter-broker listener is used.",
+        "setting the inter-broker listener is used; Apache Kafka requires it.",
     ),
     static_setting(
         "penstock.inter.broker.listeners",

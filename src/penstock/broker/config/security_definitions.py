@@ -181,7 +181,7 @@ _ALL_LISTENERS = (
         _STRING,
         None,
         "The mechanism with which this node logs in to controllers, if controller.listener.names is set; by default "
-        "that of sasl.mechanism.inter.broker.protocol.",
+        "that of sasl.mechanism.inter.broker.protocol. Apache Kafka's default is GSSAPI.",
         choices=_NODE_MECHANISMS,
     ),
 )
