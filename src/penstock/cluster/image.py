@@ -259,7 +259,7 @@ class ClusterImage:
         return finish(self.apply_in_steps(records))
 
     def apply_in_steps(self, records: Iterable[MetadataRecord]) -> Steps[ImageDelta]:
-        """Only for an image that nobody else reads or changes meanwhile."""
+        """Only for an image that no other code reads or changes meanwhile."""
         self._notes = notes = DeltaBuilder()
         for record in records:
             self.replay(record)

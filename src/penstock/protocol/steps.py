@@ -1,6 +1,6 @@
 """Work in steps: a generator that yields after each part of it and returns the result.
 
-Whoever runs it decides how much is done at once. On the event loop of a node, `broker.network.slices` does it in turns.
+The caller decides how many steps to run at once. On a node's event loop, `broker.network.slices` runs them in slices.
 """
 
 from collections.abc import Awaitable, Callable, Generator, Iterable

@@ -1,8 +1,8 @@
 """AlterUserScramCredentials (key 51), v0. Sets and removes SCRAM credentials in the metadata log.
 
-The client salts the password, so that the password never leaves it. Where everybody may send this request, because
-there is no authorizer or no rule about the cluster, the credentials of nodes are for nodes and super users to change:
-whoever sets the password of a node is one.
+The client salts the password, so that the password never leaves it. Without an authorizer, or with
+allow.everyone.if.no.acl.found and no rule about the cluster, every client may send this request. Then only nodes and
+super users may change the credentials of nodes, because a client that sets a node's password can log in as that node.
 """
 
 from __future__ import annotations

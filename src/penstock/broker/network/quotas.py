@@ -42,7 +42,7 @@ _REQUEST_WAIT_MS_MAX: Final = {REQUEST_PERCENTAGE: 1000}
 PERCENT: Final = 100
 _INT_MAX: Final = 2**31 - 1
 
-#: What a client is told of an item that its controller_mutation_rate refuses, as by Apache Kafka.
+#: The error message of an item that controller_mutation_rate refuses, the same as in Apache Kafka.
 QUOTA_EXCEEDED: Final = "The throttling quota has been exceeded."
 
 T = TypeVar("T")

@@ -448,7 +448,7 @@ class DelayedShareFetch:
         self._cold_reads.clear()  # there may be more data by then
         self._woken = loop.create_future()
         await self._work(self._watch())
-        # What came after the last look at a partition, and before it was watched, has woken nobody.
+        # Records that arrived between the last read of a partition and the watch on it have not woken this request.
         if await self._collected():
             return True
         if self._pending_writes:
